@@ -16,7 +16,7 @@ from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
 from pynccl.weights.member import InterruptedTransferError, Member
 from pynccl.weights.report import Report
-from pynccl.weights.source import Source, UsedUpError
+from pynccl.weights.source import Source
 from pynccl.weights.transfer import Sums, digests
 from pynccl.weights.watch import is_ending
 from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
@@ -382,11 +382,8 @@ class Leader:
             lost = len(self._lost)
             try:
                 return self._attempt(version, source)
-            except UsedUpError as error:
-                text = f"{failure}; {error}"
-                if isinstance(failure, ChecksumError):
-                    raise ChecksumError(text, failure.names) from failure
-                raise WeightsError(f"version {version} was given up: {text}") from failure
+            except PeerLostError:
+                raise
             except (NcclError, DriverError, InterruptedTransferError, ChecksumError) as error:
                 self._stop()
                 if not self._receivers:
@@ -397,13 +394,17 @@ class Leader:
                         f"all receivers are lost: {', '.join(names)}", names
                     ) from error
                 if self._failed:
-                    raise WeightsError("; ".join(self._failed)) from error
+                    raise _after(failure, "; ".join(self._failed)) from error
                 failures += len(self._lost) == lost
                 if failures == _ATTEMPTS:
                     if isinstance(error, ChecksumError):
                         raise
                     raise WeightsError(f"version {version} was given up: {error}") from error
                 failure = error
+            except WeightsError as error:  # a sender cannot take part, perhaps in another attempt
+                if failure is None:
+                    raise
+                raise _after(failure, str(error)) from error
 
     def _attempt(self, version: int, source: Source) -> Report:
         member = self._member
@@ -552,3 +553,18 @@ class Leader:
     def _commit_of(self, version: int) -> messages.Commit:
         names = [receiver.name for receiver in self._receivers]
         return messages.Commit(version, names, list(self._lost))
+
+
+def _after(failure: Exception | None, text: str) -> WeightsError:
+    """The error of a sender that cannot take part in another attempt.
+
+    Args:
+        failure: of the previous attempt, or None.
+        text: the sender's error.
+    """
+    if failure is None:
+        return WeightsError(text)
+    text = f"{failure}; {text}"
+    if isinstance(failure, ChecksumError):
+        return ChecksumError(text, failure.names)
+    return WeightsError(text)

@@ -22,7 +22,6 @@ __all__ = [
     "Source",
     "Sources",
     "Spec",
-    "UsedUpError",
     "Views",
     "layout_of",
     "local",
@@ -194,10 +193,6 @@ class Views:
         return unit.box == self.layout[unit.name].box
 
 
-class UsedUpError(WeightsError):
-    """Tensors that can be produced once are needed for another attempt."""
-
-
 class Source(Views):
     """The tensors of a sender for one version.
 
@@ -215,7 +210,7 @@ class Source(Views):
         """Begin a transfer, from the first unit on.
 
         Raises:
-            UsedUpError: the tensors cannot be produced again.
+            WeightsError: the tensors cannot be produced again.
         """
 
     def end(self) -> None:
@@ -276,7 +271,7 @@ class Gathered(Source):
     def begin(self) -> None:
         items = iter(self._gather())
         if items is self._items:
-            raise UsedUpError(
+            raise WeightsError(
                 "tensors: the function returned the same iterator as for the previous attempt, "
                 "which cannot start again; pass a function that creates an iterator in each call, "
                 "or a list of the tensors"

@@ -149,6 +149,46 @@ def test_tensors_of_an_iterator_cannot_be_sent_again() -> None:
     assert results == [None, None], results
 
 
+@pytest.mark.parametrize("once", [0, 1])
+def test_a_sender_of_several_cannot_send_again(once: int) -> None:
+    """All members learn why another attempt was necessary, and why it failed."""
+    model = models.make(1)
+    text = "embedding differ.*tensors: the function returned the same iterator"
+
+    def sender(number: int) -> Any:  # noqa: ANN401
+        metadata = {
+            name: Spec.of(tensor) if index % 2 == number else None
+            for index, (name, tensor) in enumerate(model.items())
+        }
+
+        def send(sender: WeightSender) -> None:
+            items = iter(model.items())
+            sender.send(lambda: list(model.items()), metadata=metadata, version=1)
+            match = text
+            if number == once == 1:  # only the first sender knows the checksums
+                match = "^tensors: the function returned the same iterator"
+            with pytest.raises(WeightsError, match=match):
+                sender.send(
+                    lambda: items if number == once else list(model.items()),
+                    metadata=metadata,
+                    version=2,
+                )
+            sender.send(lambda: list(model.items()), metadata=metadata, version=3)
+
+        return send
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        flip_bits(receiver, 1)
+        with pytest.raises(ChecksumError, match=text) as caught:
+            receiver.receive()
+        assert "embedding" in caught.value.names
+        assert receiver.receive().version == 3
+
+    results = run([sender(0), sender(1)], [receive], [None], bucket_bytes=1 << 20, direct_bytes=1)
+    assert results == [None] * 3, results
+
+
 def test_error_of_the_tensors() -> None:
     """An error while tensors are produced ends the version, and the session continues."""
     model = models.make(1)
