@@ -94,7 +94,7 @@ SPLITS = Kind(
         "float": [2.0, 2.0],
     },
 )
-OBJECT = Kind(lambda: 3, {})
+ANYTHING = Kind(lambda: 3, {})
 OBJECTS = Kind(lambda: [None], {"None": None, "int": 3, "str": "x", "none": []})
 EACH_OBJECT = Kind(lambda: [None, None], {**OBJECTS.wrong, "one": [None], "tuple": (None, None)})
 SENT_OBJECTS = Kind(lambda: [1, 2], {"None": None, "int": 3, "one": [1], "three": [1, 2, 3]})
@@ -134,7 +134,7 @@ _CREATION = {"timeout": TIMEOUT, "backend": BACKEND, "pg_options": OPTIONS}
 TABLE: dict[str, dict[str, Kind]] = {
     "all_gather": {"tensor_list": LIST, "tensor": PART},
     "all_gather_into_tensor": {"output_tensor": WHOLE, "input_tensor": PART},
-    "all_gather_object": {"object_list": EACH_OBJECT, "obj": OBJECT},
+    "all_gather_object": {"object_list": EACH_OBJECT, "obj": ANYTHING},
     "all_gather_single": {"output_tensor": WHOLE, "input_tensor": PART},
     "all_reduce": {"tensor": TENSOR, "op": OPERATOR},
     "all_to_all": {"output_tensor_list": LIST, "input_tensor_list": LIST},
@@ -144,13 +144,13 @@ TABLE: dict[str, dict[str, Kind]] = {
         "output_split_sizes": SPLITS,
         "input_split_sizes": SPLITS,
     },
-    "barrier": {"device_ids": Kind(lambda: None, {"int": 3}), "timeout": TIMEOUT},
+    "barrier": {"device_ids": ANYTHING, "timeout": TIMEOUT},
     "broadcast": {"tensor": TENSOR, "src": RANK, "group_src": RANK},
     "broadcast_object_list": {"object_list": OBJECTS, "src": RANK, "group_src": RANK},
     "gather": {"tensor": PART, "gather_list": LIST, "dst": RANK, "group_dst": RANK},
     "gather_into_tensor": {"tensor": PART, "gather_tensor": WHOLE, "dst": RANK, "group_dst": RANK},
     "gather_object": {
-        "obj": OBJECT,
+        "obj": ANYTHING,
         "object_gather_list": EACH_OBJECT,
         "dst": RANK,
         "group_dst": RANK,

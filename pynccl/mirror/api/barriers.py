@@ -36,8 +36,6 @@ def barrier(
         return None
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
-    if device_ids is not None and not isinstance(device_ids, list):
-        raise TypeError("Invalid function argument: device_ids type should be List[int]")
     tensor = torch.zeros(1, dtype=torch.uint8, device=_device(pg, device_ids))
     if not async_op and not tensor.is_cuda:
         _wait_for_gpu(pg)
@@ -60,7 +58,7 @@ def barrier(
 
 
 def _device(pg: ProcessGroup, device_ids: list[int] | None) -> torch.device:
-    if device_ids and "cuda" in pg.config.device_backend_map:
+    if isinstance(device_ids, list) and device_ids and "cuda" in pg.config.device_backend_map:
         return torch.device("cuda", device_ids[0])
     return pg.bound_device_id or torch.device(pg.object_device)
 
