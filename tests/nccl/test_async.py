@@ -48,7 +48,7 @@ def start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(tensor, stream=stream)
 
-    return comm_stream.issue(Call("all_reduce", tensor, enqueue, [tensor], async_op=True))
+    return comm_stream.issue(Call("all_reduce", tensor, enqueue, [tensor], {}, async_op=True))
 
 
 @on_ranks(2, by="provider")

@@ -213,7 +213,7 @@ class Program:
             comm.all_reduce(array, nccl.MAX, out=into, stream=stream)
 
         self.before(None, source, target)
-        work = comm_stream.issue(Call("all_reduce", array, enqueue, [into], async_op=True))
+        work = comm_stream.issue(Call("all_reduce", array, enqueue, [into], {}, async_op=True))
         self.reduce(source, target)
         if self.random.random() < 0.5:
             work.wait()
