@@ -119,15 +119,19 @@ void Batch::keep_alive_in_captures() const {
 }
 
 void Batch::keep_alive_until_done() const {
-  py::object held;
-  each_stream([&](Communicator& communicator, CUstream stream) {
-    if (!outlives_call(communicator.library(), stream)) return;
-    if (!held) held = all_held();
-    python::keep_alive_until_done(communicator, stream, {held.ptr()}, nullptr);
-  });
+  const auto outlives = [](const Entry& entry) {
+    return outlives_call(entry.communicator->library(), entry.operation.stream);
+  };
+  if (std::any_of(entries_.begin(), entries_.end(), outlives)) {
+    const py::object held = all_held();
+    each_stream([&](Communicator& communicator, CUstream stream) {
+      if (outlives_call(communicator.library(), stream))
+        python::keep_alive_until_done(communicator, stream, {held.ptr()}, nullptr);
+    });
+  }
   for (const Owned& one : owned_) {
     const Entry& entry = entries_[one.entry];
-    if (!outlives_call(entry.communicator->library(), entry.operation.stream))
+    if (!outlives(entry))
       python::keep_alive_until_done(*entry.communicator, entry.operation.stream, {},
                                     one.owner.ptr());
   }

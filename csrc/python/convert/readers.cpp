@@ -369,6 +369,9 @@ Reader& slot_of(PyTypeObject* type) {
 // Returns nullptr if the type has no exchange API or one of another major version.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static constinit Name name("__dlpack_c_exchange_api__");
+  // The error text of a missing attribute of a type costs more than a call.
+  if (!_PyType_Lookup(type, name.get()) && !_PyType_Lookup(Py_TYPE(type), name.get()))
+    return nullptr;
   const py::object capsule = attribute_or_null(reinterpret_cast<PyObject*>(type), name.get());
   if (!capsule || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* api = static_cast<const DLPackExchangeAPI*>(
