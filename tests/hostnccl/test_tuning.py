@@ -39,6 +39,16 @@ _DEFAULTS = [32 * _KIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 64 * _KIB]
 FAR = (220, (4.4, 48), (3.1, 27), (5.5, 77), (3.6, 50), (4.0, 50), (3.0, 28), (3.8, 30))
 _NEAR = (50, (1.5, 15), (2.8, 25), (3.0, 33), (3.4, 42), (3.0, 33), (3.0, 38), (3.7, 31))
 _SLOW = (254, (6.0, 80), (5.5, 75), (10, 140), (9.0, 120), (8.0, 110), (8.0, 100), (5.0, 40))
+_IMPOSSIBLE = (
+    254,
+    (5.0, 1.0),
+    (5.0, 1.0),
+    (5.0, 1.0),
+    (5.0, 1.0),
+    (5.0, 1.0),
+    (5.0, 1.0),
+    (5.0, 1.0),
+)
 _UNREADABLE = (*FAR[:7], (0, 0))
 
 # The minimum and maximum of each threshold, in KiB.
@@ -173,7 +183,7 @@ def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
         "no spread": _write(tmp_path / "spread", content(_SLOW, spread=float("nan"))),
         "earlier boot": _write(tmp_path / "boot", content(_SLOW, b"another\n")),
         "readable by others": _write(tmp_path / "open", sound, 0o644),
-        "impossible": _write(tmp_path / "impossible", content((254, *[(5.0, 1.0)] * 7))),
+        "impossible": _write(tmp_path / "impossible", content(_IMPOSSIBLE)),
         "not a number": _write(tmp_path / "nan", content((float("nan"), *_SLOW[1:]))),
         "interrupted": _write(tmp_path / "slow", content((*_SLOW[:3], (10, 3900), *_SLOW[4:]))),
         "shared CPU": _write(tmp_path / "shared", content((4700, *_SLOW[1:]))),
