@@ -780,24 +780,3 @@ def _split_without_descriptors(rank: Rank) -> float:
 
 def test_a_rank_that_gives_up_several_creations_is_not_waited_for(launch: Launcher) -> None:
     assert max(launch(2, _split_without_descriptors, timeout=60, fresh=True)) < _SOON
-
-
-def _split_after_giving_up(rank: Rank) -> None:
-    """Rank 0 gives up the second creation while the first one is still waiting for rank 1."""
-    comm = rank.comm
-    comm.all_reduce(np.ones(1))
-    comm.revoke()
-    if rank.rank == 1:
-        rank.wait_event("gave up", 0)
-    error = nccl.NcclTimeoutError if rank.rank == 0 else nccl.NcclRemoteError
-    reason = r"rank 0 \(pid \d+\) gave up"
-    with pytest.raises(error, match=reason), nccl.group():  # noqa: PT012
-        for limit in (1.0, 0.3):
-            comm.split(0, config=nccl.Config(init_timeout=limit))
-    rank.set_event("gave up")
-    with comm.split(0, config=nccl.Config(init_timeout=_SOON)) as child:
-        child.all_reduce(np.ones(1))
-
-
-def test_creations_after_one_that_was_given_up(launch: Launcher) -> None:
-    launch(2, _split_after_giving_up, timeout=60, fresh=True)
